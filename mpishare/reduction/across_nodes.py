@@ -68,10 +68,11 @@ class Transfer:
 
 
 class AcrossNodes(PlanEngine):
-    """Combines the results of nodes, of ranks that stand for nodes: `groups` of ranks.
+    """Combines the results of nodes, or of ranks that stand for nodes: `groups` of ranks.
 
     Collective to make over the plan, host-blocking. `count` is the number of elements, one at
-    least. A rank that is not in a group of its own is on the node of all of its group.
+    least. A rank that is not in a group of its own is on the node of all of its group. Fields that
+    are sent as they are, are known by their addresses, and not held.
     """
 
     def __init__(
@@ -83,123 +84,89 @@ class AcrossNodes(PlanEngine):
         call: str,
         groups: Sequence[Sequence[int]],
     ) -> None:
-        comm, dtype = setup.comm, operation.dtype
-        self._comm = comm
+        comm, dtype, layout = setup.comm, operation.dtype, setup.mine[0]
+        self._comm, self._name, self._call = comm, setup.name, call
         self._agreement = setup.context.agreement
         self._memory_barrier = setup.context.memory_barrier
         self._spins_per_yield = setup.context.spins_per_yield
-        self._call = f"{setup.name}: {call}"
+        self._operation, self._quietly = operation, quiet_runner()
         self._transfer = transfer
         mine = next(group for group in groups if comm.rank in group)
         self._leader, self._is_alone = mine[0], len(mine) == 1
-        self._epoch = 0
-        self._leaders: _Leaders | None = None
-        leaders = [group[0] for group in groups]
-        is_sent_as_is = _is_sent_as_is(setup, count, len(leaders))
+        self._epoch, self.rank = 0, comm.rank
+        self.leaders = [group[0] for group in groups]
+        # Of fewer bytes each leader folds all.
+        nleaders = len(self.leaders)
+        nbytes: int = count * dtype.itemsize
+        self.is_shared = nbytes >= max(MIN_SHARED_NBYTES, nleaders * dtype.itemsize)
+        is_packed = not setup.on_gpu and layout.is_packed(packing_order(setup))
+        self._is_sent_as_is = is_packed and self.is_shared
+        most = nleaders * _PIECE_NBYTES // dtype.itemsize
+        self._pieces = [slice(at, at + most) for at in range(0, count, most)]
+        self._row = Layout(count, dtype).of_field()
+        self._bound: dict[int, list[_Exchange]] = {}
+        self._packed: list[_Exchange] = []
         # Pinned on CUDA, which makes copies faster. Of ranks that are alone each folds for itself,
         # in memory of its own.
-        nbytes = SLOT_NBYTES + (not self._is_alone) * count * dtype.itemsize
-        self._memory = comm.take_memory(self._call, nbytes)
+        shared_nbytes = SLOT_NBYTES + (not self._is_alone) * nbytes
+        self._memory = comm.take_memory(f"{setup.name}: {call}", shared_nbytes)
         self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
-        self._result: Array | None = None
+        self.result: Array | None = None
         """None where it takes the place of the field."""
         if not self._is_alone:
-            self._result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
+            self.result = np.frombuffer(self._memory.buffer, dtype, count, SLOT_NBYTES)
 
-        def make() -> None:
-            if self._is_alone and not is_sent_as_is:
-                self._result = transfer.empty(count, dtype)
-            if comm.rank == self._leader:
-                mine = None if is_sent_as_is else transfer.empty(count, dtype)
-                self._leaders = _Leaders(setup, operation, call, leaders, count, mine, self._result)
+        def make() -> int:
+            """Allocate this rank's memory, and return its size in bytes."""
+            if self._leader != comm.rank:
+                return 0
+            size = max(part.stop - part.start for part in self.parts(min(most, count)).values())
+            others = [rank for rank in self.leaders if rank != comm.rank]
+            self.arrived = {rank: np.empty(size, dtype) for rank in others}
+            own: int = len(others) * size * dtype.itemsize
+            if self._is_sent_as_is:
+                return own
+            if self._is_alone:
+                self.result = transfer.empty(count, dtype)
+            self._mine = transfer.empty(count, dtype)
+            self._packed = self._bind(self._mine)
+            return own + (1 + self._is_alone) * nbytes
 
         try:
-            comm.step(self._call, make)
+            own = comm.step(f"{setup.name}: {call}", make)[comm.rank]
         except BaseException:
             self.close()
             raise
-        own = 0 if self._leaders is None else self._leaders.nbytes
-        own += self._result.nbytes if self._is_alone and self._result is not None else 0
         self.staging_nbytes = self._memory.nbytes + own
 
     def reduce(self, field: Any, stream: Any) -> None:
-        """Replace the node's result by that of all nodes. Collective, host-blocking.
+        """Replace the result of this rank's group by that of all. Collective, host-blocking.
 
-        The node's result must come from a reduction in which its ranks waited for each other: then
-        no rank still reads the memory that the leader overwrites.
+        That of a node must come from a reduction in which its ranks waited for each other: then no
+        rank still reads the memory that the leader overwrites.
         """
         with self._agreement.blocked(self._call):
-            if self._leaders is not None:
-                self._leaders.reduce(field, stream, self._transfer)
+            if self.rank == self._leader:
+                self._exchange(field, stream)
             if not self._is_alone:
                 self._pass_on()
-            if self._result is not None:
-                self._transfer.store(self._result, field, stream)
+            if self.result is not None:
+                self._transfer.store(self.result, field, stream)
 
-    def _pass_on(self) -> None:
-        """Signal that the result is there, as the leader; wait for that, as another rank."""
-        epoch = self._epoch = self._epoch + 1
-        if self._leaders is not None:
-            self._memory_barrier()
-            self._done[0] = epoch
-        elif not spin_until(self._done, 0, epoch, self._spins_per_yield):
-            self._comm.wait(self._call, lambda: [self._leader] if self._done[0] < epoch else [])
-        self._memory_barrier()
-
-    def close(self) -> None:
-        if self._leaders is not None:
-            self._leaders.close()
-        self._leaders = self._result = None
-        self._done = NO_WORDS
-        self._memory.close()
-
-
-class _Leaders:
-    """The exchanges with the other leaders, on one of them: of `mine`, or of fields as they are.
-
-    Fields are known by their addresses, and not held. The result is None if it takes their place.
-    """
-
-    def __init__(
-        self,
-        setup: PlanSetup,
-        operation: Operation,
-        call: str,
-        leaders: Sequence[int],
-        count: int,
-        mine: Array | None,
-        result: Array | None,
-    ) -> None:
-        comm, dtype = setup.comm, operation.dtype
-        self._comm, self._name, self._call = comm, setup.name, call
-        self._mine, self.result = mine, result
-        self._operation, self._quietly = operation, quiet_runner()
-        self.rank, self.ranks = comm.rank, leaders
-        nleaders = len(self.ranks)
-        self.is_shared = _is_shared(count, dtype.itemsize, nleaders)
-        most = nleaders * _PIECE_NBYTES // dtype.itemsize
-        self._pieces = [slice(at, at + most) for at in range(0, count, most)]
-        size = max(part.stop - part.start for part in self.parts(min(most, count)).values())
-        self.arrived = {rank: np.empty(size, dtype) for rank in self.ranks if rank != comm.rank}
-        held = [each for each in (mine, *self.arrived.values()) if each is not None]
-        self.nbytes = sum(each.nbytes for each in held)
-        self._row = Layout(count, dtype).of_field()
-        self._bound: dict[int, list[_Exchange]] = {}
-        self._packed = [] if mine is None else self._bind(mine)
-
-    def reduce(self, field: Any, stream: Any, transfer: Transfer) -> None:
+    def _exchange(self, field: Any, stream: Any) -> None:
+        """Combine the results with the other leaders."""
         try:
-            if self._mine is None:
+            if self._is_sent_as_is:
                 field = as_numpy(field, "a field")
                 exchanges = self._exchanges_at(address_of(field))
             else:
-                transfer.fetch(field, stream, self._mine)
+                self._transfer.fetch(field, stream, self._mine)
                 exchanges = self._packed
             for each in exchanges:
                 each.reduce()
         except BaseException:
-            if self._mine is None:
+            if self._is_sent_as_is:
                 never_free(field)  # messages may be under way
             raise
 
@@ -220,14 +187,14 @@ class _Leaders:
 
     def parts(self, size: int) -> dict[int, slice]:
         """Return the part of so many elements that each leader folds, by rank."""
-        count = len(self.ranks)
+        count = len(self.leaders)
         parts = shares_of(size, count) if self.is_shared else [slice(0, size)] * count
-        return dict(zip(self.ranks, parts, strict=True))
+        return dict(zip(self.leaders, parts, strict=True))
 
     def messages(
         self, outgoing: Iterable[Array], incoming: Iterable[Array], step: int
     ) -> MpiMessages:
-        """Make those of one step to and from the others."""
+        """Make those of one step to and from the other leaders."""
         ends = [Message(rank, 2 * (self._call == "dot") + step, ()) for rank in self.arrived]
         given, got = ([each.view(np.uint8) for each in part] for part in (outgoing, incoming))
         return MpiMessages(self._comm, self._name, ends, ends, given, got, self._call)
@@ -239,31 +206,45 @@ class _Leaders:
         else:
             self._quietly(self._operation.fold, operands, out)
 
+    def _pass_on(self) -> None:
+        """Signal that the result is there, as the leader; wait for that, as another rank."""
+        epoch = self._epoch = self._epoch + 1
+        if self.rank == self._leader:
+            self._memory_barrier()
+            self._done[0] = epoch
+        elif not spin_until(self._done, 0, epoch, self._spins_per_yield):
+            call = f"{self._name}: {self._call}"
+            self._comm.wait(call, lambda: [self._leader] if self._done[0] < epoch else [])
+        self._memory_barrier()
+
     def close(self) -> None:
         for exchanges in (self._packed, *self._bound.values()):
             for each in exchanges:
                 each.close()
+        self._packed, self._bound, self.result = [], {}, None
+        self._done = NO_WORDS
+        self._memory.close()
 
 
 class _Exchange:
     """One exchange between the leaders, on one of them; `mine` is a piece of its node's result."""
 
-    def __init__(self, leaders: _Leaders, mine: Array, result: Array) -> None:
-        parts = leaders.parts(result.size)
-        own = parts.pop(leaders.rank)
-        self._fold, self._share = leaders.fold, result[own]
-        arrived = {rank: each[: self._share.size] for rank, each in leaders.arrived.items()}
-        operands = arrived | {leaders.rank: mine[own]}
-        self._operands = [operands[rank] for rank in leaders.ranks]
+    def __init__(self, across: AcrossNodes, mine: Array, result: Array) -> None:
+        parts = across.parts(result.size)
+        own = parts.pop(across.rank)
+        self._fold, self._share = across.fold, result[own]
+        arrived = {rank: each[: self._share.size] for rank, each in across.arrived.items()}
+        operands = arrived | {across.rank: mine[own]}
+        self._operands = [operands[rank] for rank in across.leaders]
         # A fold may overwrite one of its first two operands, but no other.
         is_small = self._share.nbytes < _MIN_IN_PLACE_NBYTES
-        is_apart = leaders.result is None and (is_small or leaders.rank not in leaders.ranks[:2])
+        is_apart = across.result is None and (is_small or across.rank not in across.leaders[:2])
         self._folded = next(iter(arrived.values())) if is_apart else self._share
         scattered = [mine[part] for part in parts.values()]
-        self._steps = [leaders.messages(scattered, arrived.values(), 0)]
-        if leaders.is_shared:
+        self._steps = [across.messages(scattered, arrived.values(), 0)]
+        if across.is_shared:
             gathered = [result[part] for part in parts.values()]
-            self._steps.append(leaders.messages([self._folded] * len(parts), gathered, 1))
+            self._steps.append(across.messages([self._folded] * len(parts), gathered, 1))
 
     def reduce(self) -> None:
         scatter, *gather = self._steps
@@ -277,15 +258,3 @@ class _Exchange:
     def close(self) -> None:
         for step in self._steps:
             step.close()
-
-
-def _is_sent_as_is(setup: PlanSetup, count: int, nleaders: int) -> bool:
-    """Whether this rank's field needs no packing, and is worth messages of its own."""
-    layout = setup.mine[0]
-    is_packed = not setup.on_gpu and layout.is_packed(packing_order(setup))
-    return is_packed and _is_shared(count, layout.dtype.itemsize, nleaders)
-
-
-def _is_shared(count: int, itemsize: int, nleaders: int) -> bool:
-    """Whether leaders share so many elements; of fewer each folds all."""
-    return count * itemsize >= max(MIN_SHARED_NBYTES, nleaders * itemsize)

@@ -190,8 +190,9 @@ class Allreduce(BasePlan):
             if by_host:
                 self._refuse_capture("reduce", x, stream)
             self._engine.reduce(x, stream)
-            for each in by_host.get("reduce", ()):
-                each.reduce(x, stream)
+            if by_host:
+                for each in by_host.get("reduce", ()):
+                    each.reduce(x, stream)
         except BaseException as error:
             self._fail("reduce", error)
         return x
