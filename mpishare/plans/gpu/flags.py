@@ -143,12 +143,11 @@ class Signals:
     counters, so that a captured graph can replay the same operations.
     """
 
-    def __init__(self, backend: Backend, *steps: tuple[Iterable[int], Iterable[int]]) -> None:
+    def __init__(self, backend: Backend, awaited: Iterable[int], stored: Iterable[int]) -> None:
         operations: list[tuple[str, int, int]] = []
-        for awaited, stored in steps:
-            for address in awaited:
-                operations += [("wait", address, 1), ("write", address, 0)]
-            operations += [("write", address, 1) for address in stored]
+        for address in awaited:
+            operations += [("wait", address, 1), ("write", address, 0)]
+        operations += [("write", address, 1) for address in stored]
         self._values = [value for *_, value in operations]
         self._signals = backend.signals([(kind, address) for kind, address, _ in operations])
 
@@ -172,6 +171,5 @@ class Handshake:
             return [flag(me, peer) for peer in peers], [flag(peer, me) for peer in peers]
 
         (ready, their_ready), (seen, their_seen) = of(flags.ready), of(flags.seen)
-        steps = (their_seen, ready), (their_ready, seen)
-        self.ready, self.seen = (Signals(backend, step) for step in steps)
-        self.both = Signals(backend, *steps)
+        self.ready = Signals(backend, their_seen, ready)
+        self.seen = Signals(backend, their_ready, seen)
