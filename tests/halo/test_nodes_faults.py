@@ -150,3 +150,26 @@ def test_a_rank_of_another_node_that_does_not_come_to_a_step():
             assert "close failed: not every rank of the communicator arrived" in told.text
             errors.add(told.error)
     assert errors <= {"PeerTimeout", "PeerError"}  # the latter where the other gave up first
+
+
+def on_nodes_of_several_ages(stage: Stage) -> None:
+    """Rank 0 keeps the node that it made alone, rank 1 makes another for each plan."""
+    from mpi4py import MPI
+
+    from mpishare.plans import comm
+
+    comm.place = lambda: [str(stage.rank)]  # of two machines
+    first = mpishare.Node(MPI.COMM_SELF, timeout_s=5)
+    for _ in range(3):
+        node = mpishare.Node(MPI.COMM_SELF, timeout_s=5) if stage.rank else first
+        u = np.full(4, float(stage.rank))
+        with stage.ring(node, u) as halo:
+            halo.exchange(u)
+        assert u[0] == u[-1] == 1 - stage.rank
+        with stage.ring(node, mpishare.Layout(4, None)) as halo:
+            for field in (u, u.astype("f4")):
+                halo.exchange(field)
+
+
+def test_a_plan_on_an_older_and_a_newer_node():
+    play_on("1 + 1", on_nodes_of_several_ages, shared=True).ended_well()
