@@ -396,7 +396,7 @@ class NodeContext:
         is_released = self.backend.has_streams and agreement.block.has_any(_BROKEN)
         if agreement.life.failure is None and is_released:
             self.watchdog.look()
-        agreement.check()
+        agreement.check_whole()
 
     def stream_timeout(self, call: str) -> MpiShareError:
         """Return the error for a stream that was not done by the deadline."""

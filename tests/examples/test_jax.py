@@ -8,7 +8,7 @@ from tests.helpers.launch import Result, run_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(400)
 RANKS = 2
 NAMES = (
     "is_padded",
@@ -32,7 +32,7 @@ OF_SUMS = ("totals", "a_conjugate_gradient", "gradients_of_sums")
 
 def run(backend: str, *names: str, ranks: int = RANKS, messages: str = "", **env: str) -> Result:
     command = [sys.executable, "-m", "tests.examples.jax_program", messages, *names]
-    return run_ranks(ranks, command, timeout_s=120, env={"MPISHARE_BACKEND": backend, **env})
+    return run_ranks(ranks, command, timeout_s=360, env={"MPISHARE_BACKEND": backend, **env})
 
 
 def require_right(names: tuple[str, ...], result: Result, ranks: int = RANKS) -> None:

@@ -39,6 +39,8 @@ def missed(
     place = places.place
     if by_nccl:
         os.environ.update(NCCL_HOSTID=f"host{stage.rank}", NCCL_SOCKET_IFNAME="lo")
+    elif os.environ["MPISHARE_BACKEND"] == "cuda":
+        os.environ["MPISHARE_ROUTE"] = "fused"  # where ranks take turns of a GPU, too
     if per_node:
         places.place = lambda: [*place(), stage.rank // per_node]
     stage.quiet()

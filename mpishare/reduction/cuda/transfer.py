@@ -37,7 +37,7 @@ class CudaTransfer(Transfer):
             with on_stream(borrowed(handle, self._device)):
                 flat = flat.ravel(order=self._order)
         self._backend.copy(address_of(packed), flat.data.ptr, packed.nbytes, handle)
-        self._context.synchronize(handle, self._name)
+        self._context.wait_until(lambda: self._backend.is_done(handle), self._name)
         del flat, owner  # held until here
 
     def store(self, packed: Any, field: Any, stream: Any) -> None:
@@ -51,7 +51,7 @@ class CudaTransfer(Transfer):
                 target = cupy.empty(array.shape, array.dtype, self._order)
                 self._backend.copy(target.data.ptr, source, packed.nbytes, handle)
                 array[...] = target
-        self._context.synchronize(handle, self._name)
+        self._context.wait_until(lambda: self._backend.is_done(handle), self._name)
         del target, owner  # held until here
 
     def _is_packed(self, array: Any) -> bool:
