@@ -11,7 +11,7 @@ UUIDS = ["GPU-a", "GPU-b", "GPU-a", "GPU-c"]
 
 def pair(origin, target):
     reason = f"{origin} to {target}"
-    return Pair(origin, target, True, True, True, True, True, "NVLink", "", reason)
+    return Pair(origin, target, True, True, True, True, "NVLink", "", reason)
 
 
 PROBED = Probed(UUIDS, tuple(pair(*each) for each in product(range(4), repeat=2)))
