@@ -61,7 +61,9 @@ def find_comm(given: Any, comm: MPI.Intracomm, call: str) -> PlanComm | NewRanks
         return PlanComm.of(given, comm, call)
     kept = kept_nodes(identify(comm, CommWatch(call, _DEFAULT_TIMEOUT_S)))
     for node in kept.values():
-        return PlanComm.of(node._context, comm, call)
+        # Ranks of other nodes may not have one any more, and none would hear of that.
+        if node._context.size == comm.size:
+            return PlanComm.of(node._context, comm, call)
     return NewRanks(comm, call)
 
 

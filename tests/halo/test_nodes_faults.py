@@ -1,5 +1,7 @@
 """Plans over several nodes, as the launcher of MPICH pretends them: routes host and mpi mixed."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -173,3 +175,26 @@ def on_nodes_of_several_ages(stage: Stage) -> None:
 
 def test_a_plan_on_an_older_and_a_newer_node():
     play_on("1 + 1", on_nodes_of_several_ages, shared=True).ended_well()
+
+
+def after_an_interrupt(stage: Stage) -> None:
+    """Only the ranks of the interrupted one's node hear of it, before the next plan."""
+    from mpishare.plans import node_cache
+
+    node_cache._DEFAULT_TIMEOUT_S = 5
+    u = np.full(4, float(stage.rank))
+    halo = stage.ring(None, u)
+    halo.exchange(u)
+    if stage.rank == 0:
+        with contextlib.suppress(KeyboardInterrupt), halo:
+            raise KeyboardInterrupt
+    stage.world.Barrier()
+    u[:] = stage.rank
+    with stage.ring(None, u) as another:
+        another.exchange(u)
+    assert (u[0], u[-1]) == ((stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size)
+
+
+@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1"])
+def test_the_next_plan_after_an_interrupt_on_one_node(nodes):
+    play_on(nodes, after_an_interrupt, shared=True).ended()
