@@ -137,13 +137,9 @@ class Agreement(Waits):
         self._require_collective(call)
         self._meetings += 1
         count = self._meetings
-        try:
+        with self.blocked(call):
             while (at := self._meet(count)) >= 0:
                 self.wait(call, functools.partial(self._absent, count, at))
-        except BaseException as error:
-            if not is_agreed(error):
-                self.life.leave(call, error)
-            raise
 
     def _absent(self, count: int, at: int) -> list[int]:
         """Return the ranks that have not come to a meeting, for the wait for one word of it."""

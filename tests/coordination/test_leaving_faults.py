@@ -158,6 +158,40 @@ def test_a_handler_of_a_signal_that_raises_in_a_wait_ends_the_node(code):
     play(2, amid_waits, True, env={"MPISHARE_HOST_CODE": code}, shared=True).ended()
 
 
+def amid_first_looks(stage: Stage, name: str) -> None:
+    def look(frame, event, called) -> None:
+        is_python = event == "call" and frame.f_code.co_name == "spin_until"
+        if is_python or getattr(called, "__qualname__", "") == "Fence.meet":
+            sys.setprofile(None)
+            stage.raises(mpishare.EpochError, node.synchronize)
+            stage.world.send(None, 1)
+
+    node, is_late = stage.node(), stage.rank == 1
+    window, event = node.allocate(4), node.event(owner=1)
+    calls = {
+        "fence": (window.fence, window.fence),
+        "barrier": (node.barrier, node.barrier),
+        "start": (lambda: window.start([1]), lambda: window.post([0])),
+        "event": (event.wait, event.record),
+    }
+    if is_late:
+        stage.world.recv(source=0)
+    else:
+        sys.setprofile(look)  # until it has called
+    calls[name][is_late]()
+    assert sys.getprofile() is None
+    node.barrier()
+    stage.end()
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", ["fence", "barrier", "start", "event"])
+def test_a_handler_of_a_signal_may_not_call_amid_the_first_looks(call, code):
+    """Before the call waits with a deadline: a fence within a fence would count as one."""
+    env = {"MPISHARE_HOST_CODE": code}
+    play(2, amid_first_looks, call, env=env, shared=True).ended_well()
+
+
 def fails_on_another_node(stage: Stage) -> None:
     from mpishare.runtime import create
 
