@@ -129,7 +129,10 @@ class Migration:
             f"{swap.name}: check failed: rank {swap._setup.comm.rank} of {swap._setup.comm.size}"
         )
         if strangers:
-            raise ValueError(f"{where} has {strangers} rows whose goals are no peers")
+            raise ValueError(
+                f"{where} has {strangers} rows whose goals are no peers of the exchange. Give "
+                "the ranks of peers, this rank itself, or -1, which drops a row"
+            )
         if stuck or kept:
             rows = [f"{count} rows for {name!r}" for name, count in stuck.items()]
             if kept:
