@@ -16,7 +16,7 @@ import numpy as np
 
 from mpishare.memory.memory import address_of
 from mpishare.memory.process_memory import ReadTrial
-from mpishare.plans.cells import Cells, cut_item, loops, lower
+from mpishare.plans.cells import Cells, cut_item, lower
 from mpishare.plans.exchange.host.parts import (
     Extent,
     extent_of,
@@ -191,18 +191,25 @@ def _blocks(
     theirs: FieldLayout, mine: FieldLayout, source: Box, key: tuple[Any, ...]
 ) -> Iterator[_Block]:
     """Yield the reads of a box in the sender's field into cells of the same shape in mine."""
-    extent, cells = extent_of(theirs, source), Cells.of_key(theirs, source.slices)
-    both = cells, Cells.of_key(mine, key)
-    axes = _order(theirs, source)
-    if loops(both, theirs.dtype.itemsize, axes)[0].extent == extent.nbytes:
+    extent = extent_of(theirs, source)
+    steps, own = _steps(theirs, source.slices), _steps(mine, key)
+    if steps == own and extent.nbytes == source.size * theirs.dtype.itemsize:
         yield _Block(extent, key, None)
-    elif not axes or (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)):
-        yield _Block(extent, key, cells.strides)
+        return
+    axis = steps.index(max(steps))  # the slowest in the sender's memory
+    if (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
+        yield _Block(extent, key, Cells.of_key(theirs, source.slices).strides)
     else:
-        axis = axes[-1]  # the slowest in the sender's memory
-        planes = min(max(_BLOCK_NBYTES // cells.strides[axis], 1), source.shape[axis] - 1)
+        planes = min(max(_BLOCK_NBYTES // steps[axis], 1), source.shape[axis] - 1)
         for first in range(0, source.shape[axis], planes):
             last = first + planes
             item = cut_item(key[axis], mine.shape[axis], first, last)
             some = source.cut(axis, first, last), (*key[:axis], item, *key[axis + 1 :])
             yield from _blocks(theirs, mine, *some)
+
+
+def _steps(layout: FieldLayout, key: Sequence[Any]) -> list[int]:
+    """Return the strides of the cells of a key: 0 along axes of one cell, -1 of any places."""
+    _, shape, strides, places = Cells.of_key(layout, key)
+    steps = [step if extent > 1 else 0 for extent, step in zip(shape, strides, strict=True)]
+    return [-1 if axis in places else step for axis, step in enumerate(steps)]
