@@ -66,7 +66,7 @@ def test_report_is_what_this_machine_must_give(node, cupy):
             assert pair.link == "peer"
         assert pair.route == ("copy" if is_shared else "fused")
     text = str(node.report())
-    assert ("nvidia-cuda-mps-control" in text) == is_shared
+    assert ("python -m mpishare.mps" in text) == is_shared
     assert all(uuid[:12] in text for uuid in uuids(node))
     assert node.report().why_host is None
     assert node.report().can_share

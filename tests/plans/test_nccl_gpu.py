@@ -8,6 +8,7 @@ import pytest
 import mpishare
 from mpishare.backends import nccl
 from tests.helpers.autograd import functions
+from tests.helpers.captures import skip_where_ranks_take_turns
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -33,6 +34,13 @@ def half():
     require_nccl()
     with node_of_half(WORLD.rank % cupy.cuda.runtime.getDeviceCount()) as node:
         yield node
+
+
+@pytest.fixture
+def half_of_sums(half):
+    """That node where its sums are those of kernels."""
+    skip_where_ranks_take_turns(half)
+    return half
 
 
 def test_random_plans(half):
@@ -129,7 +137,7 @@ def test_large_messages_are_no_graphs_where_nccl_maps_any_memory(half, monkeypat
 
 
 @pytest.mark.parametrize("op", ["sum", "max"])
-def test_reductions_are_folded_in_the_order_of_nodes(half, op):
+def test_reductions_are_folded_in_the_order_of_nodes(half_of_sums, op):
     """To the bit, of any form, small and shared."""
     groups = [range(HALF), range(HALF, WORLD.size)]
     cases = [("f8", (40_001,)), ("f2", (3, 7)), ("i4", (300, 999)), ("f8", ()), ("f8", (1,))]
@@ -138,16 +146,16 @@ def test_reductions_are_folded_in_the_order_of_nodes(half, op):
         right = folded(op, [folded(op, part) for part in parts])
         mine = values(dtype, shape, WORLD.rank, at)
         for form in ("C", "strided", "F"):
-            field = laid_out(half.xp, mine, form)
-            with mpishare.Allreduce(WORLD, field, op, node=half) as total:
+            field = laid_out(half_of_sums.xp, mine, form)
+            with mpishare.Allreduce(WORLD, field, op, node=half_of_sums) as total:
                 assert total._engine.reaches_nodes
                 for _ in range(3):
-                    field[...] = half.xp.asarray(mine)
+                    field[...] = half_of_sums.xp.asarray(mine)
                     total.reduce(field)
                     assert on_host(field).tobytes() == right.tobytes()
 
 
-def test_large_sums_in_any_memory(half, cupy):
+def test_large_sums_in_any_memory(half_of_sums, cupy):
     """Where NCCL maps memory in captures, also if one rank launches a graph and another calls."""
     each = [values("f8", (40_001,), rank, 0) for rank in range(WORLD.size)]
     right = folded("sum", [folded("sum", each[:HALF]), folded("sum", each[HALF:])])
@@ -155,7 +163,7 @@ def test_large_sums_in_any_memory(half, cupy):
     plain = cupy.empty_like(mine)
     with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
         of_pool = cupy.empty_like(mine)
-    with mpishare.Allreduce(WORLD, plain, node=half) as total:
+    with mpishare.Allreduce(WORLD, plain, node=half_of_sums) as total:
         for turn in range(12):
             x = of_pool if (turn + WORLD.rank) % 4 == 0 else plain
             x[...] = mine
@@ -169,10 +177,10 @@ def test_large_sums_in_any_memory(half, cupy):
                 assert on_host(x).tobytes() == right.tobytes()
 
 
-def test_sums_and_dots_are_captured(half, cupy):
+def test_sums_and_dots_are_captured(half_of_sums, cupy):
     x = cupy.full(1000, WORLD.rank + 1.0)
     out = cupy.zeros(())
-    with mpishare.Allreduce(WORLD, x, node=half) as total:
+    with mpishare.Allreduce(WORLD, x, node=half_of_sums) as total:
 
         def step():
             x[...] = WORLD.rank + 1.0
@@ -195,14 +203,14 @@ def test_sums_and_dots_are_captured(half, cupy):
 
 
 @pytest.mark.parametrize("cells", [4, 300])
-def test_a_loop_over_nodes(half, cupy, cells):
+def test_a_loop_over_nodes(half_of_sums, cupy, cells):
     """In one launch where no network is between them, else run by run; of any count of sums."""
     case, kind = even_case((WORLD.size,), True, 3), Kind("f8", "C", (cells,))
     left, most, norm = cupy.zeros(1, "i8"), cupy.zeros(5, "i4"), cupy.zeros(1)
     with (
-        exchanging(half, case, [kind], comm=WORLD, axes=(0,)) as (halo, fields),
-        mpishare.Allreduce(WORLD, norm, node=half) as total,
-        mpishare.Allreduce(WORLD, most, "max", node=half) as greatest,
+        exchanging(half_of_sums, case, [kind], comm=WORLD, axes=(0,)) as (halo, fields),
+        mpishare.Allreduce(WORLD, norm, node=half_of_sums) as total,
+        mpishare.Allreduce(WORLD, most, "max", node=half_of_sums) as greatest,
     ):
         (field,) = arrays(fields)
 
@@ -233,10 +241,10 @@ def test_a_loop_over_nodes(half, cupy, cells):
         solve.close()
 
 
-def test_a_program_of_pytorch(half):
+def test_a_program_of_pytorch(half_of_sums):
     """On one of its streams: called, again, and captured; and a gradient."""
     torch = pytest.importorskip("torch")
-    place = torch.device("cuda", half.device.ordinal)
+    place = torch.device("cuda", half_of_sums.device.ordinal)
     whole = np.random.default_rng(5).integers(-9, 9, 4 * WORLD.size).astype(float)
     mine = slice(4 * WORLD.rank, 4 * WORLD.rank + 4)
     u = torch.zeros(6, dtype=torch.float64, device=place)
@@ -244,7 +252,7 @@ def test_a_program_of_pytorch(half):
     torch.cuda.synchronize(place)
     with (
         ring(half, u, comm=WORLD) as halo,
-        mpishare.Allreduce(WORLD, norm, node=half) as total,
+        mpishare.Allreduce(WORLD, norm, node=half_of_sums) as total,
     ):
 
         def step(u, norm):

@@ -11,6 +11,7 @@ from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.memory.memory import address_of
 from mpishare.memory.numbers import exchangeable
 from mpishare.plans.gpu.fields import current_stream
+from mpishare.plans.layout import array_of
 from mpishare.reduction.across_nodes import Transfer
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class CudaTransfer(Transfer):
 
     def fetch(self, field: Any, stream: Any, packed: Any) -> None:
         handle, owner = self._stream(field, stream)
-        flat = cupy.asarray(exchangeable(field))
+        flat = cupy.asarray(exchangeable(array_of(field)))
         if not self._is_packed(flat):
             with on_stream(borrowed(handle, self._device)):
                 flat = flat.ravel(order=self._order)
@@ -42,7 +43,7 @@ class CudaTransfer(Transfer):
 
     def store(self, packed: Any, field: Any, stream: Any) -> None:
         handle, owner = self._stream(field, stream)
-        target = array = cupy.asarray(exchangeable(field))
+        target = array = cupy.asarray(exchangeable(array_of(field)))
         source = address_of(packed)
         if self._is_packed(array):
             self._backend.copy(array.data.ptr, source, packed.nbytes, handle)
