@@ -285,13 +285,15 @@ def synchronized(side: Side, stack: ExitStack, *, make: Operation) -> tuple[Call
     return lambda: (call(), side.sync()), brought
 
 
-def operations(backend: str, words: str) -> dict[str, Operation]:
-    """What is timed: all whose names have these words."""
+def operations(backend: str, words: str, without: str) -> dict[str, Operation]:
+    """What is timed: all whose names have these words, and none of those."""
     waiting = {
         f"{name}, synchronized": partial(synchronized, make=ORDERED[name]) for name in ORDERED
     }
     found = {**ORDERED, **(waiting if backend == "cuda" else {}), **BLOCKING}
-    return {name: make for name, make in found.items() if words in name}
+    named = {name: make for name, make in found.items() if words in name}
+    left_out = [each.strip() for each in without.split(",") if each.strip()]
+    return {n: make for n, make in named.items() if not any(each in n for each in left_out)}
 
 
 class Comparison:
@@ -302,7 +304,7 @@ class Comparison:
         sys.path.insert(0, str(folder))
         self.packages = {side: importlib.import_module(f"mpishare_{side}") for side in SIDES}
         self.sync: Callable[[], None] = turns.nothing
-        self.operations = operations(options.backend, options.only)
+        self.operations = operations(options.backend, options.only, options.without)
         #: Of each operation the times of both sides, a pass after the other.
         self.passes: dict[str, list[dict[str, list[float]]]] = {
             each: [] for each in self.operations
@@ -382,6 +384,9 @@ def main(words: list[str]) -> None:
     parser.add_argument("--seconds", type=float, help="of all timing together")
     parser.add_argument("--passes", type=int, help="how often all is made anew")
     parser.add_argument("--only", metavar="WORDS", default="", help="operations with these words")
+    parser.add_argument(
+        "--without", metavar="WORDS,...", default="", help="none with these: A may be too old"
+    )
     options = parser.parse_args(words)
     if options.export:
         export(options.export, options.exported)

@@ -170,7 +170,7 @@ def test_large_sums_in_any_memory(half_of_sums, cupy):
             total.reduce(x)
             assert on_host(x).tobytes() == right.tobytes()
         for x in (of_pool, plain):
-            reduce = mpishare.capture(half, partial(total.reduce, x))
+            reduce = mpishare.capture(half_of_sums, partial(total.reduce, x))
             for _ in range(4):
                 x[...] = mine
                 reduce()
@@ -188,7 +188,7 @@ def test_sums_and_dots_are_captured(half_of_sums, cupy):
             total.reduce(x)
 
         step()
-        replayed = mpishare.capture(half, step)
+        replayed = mpishare.capture(half_of_sums, step)
         numbers = range(1, WORLD.size + 1)
         with cupy.cuda.Stream(non_blocking=True) as stream:
             stream.begin_capture()
@@ -223,7 +223,9 @@ def test_a_loop_over_nodes(half_of_sums, cupy, cells):
             greatest.reduce(most)
             left -= 1
 
-        solve = mpishare.capture(half, step, until=lambda f, left, m, n: left <= 0, at_most=50)
+        solve = mpishare.capture(
+            half_of_sums, step, until=lambda f, left, m, n: left <= 0, at_most=50
+        )
         for count in (9, 20):
             numbers = np.zeros((WORLD.size, 5))
             numbers[:, 1:-1] = np.arange(3 * WORLD.size).reshape(-1, 3)
@@ -251,7 +253,7 @@ def test_a_program_of_pytorch(half_of_sums):
     norm = torch.zeros(1, dtype=torch.float64, device=place)
     torch.cuda.synchronize(place)
     with (
-        ring(half, u, comm=WORLD) as halo,
+        ring(half_of_sums, u, comm=WORLD) as halo,
         mpishare.Allreduce(WORLD, norm, node=half_of_sums) as total,
     ):
 
@@ -261,7 +263,7 @@ def test_a_program_of_pytorch(half_of_sums):
             norm[0] = (u[1:-1] ** 2).sum()
             total.reduce(norm)
 
-        captured = mpishare.capture(half, step)
+        captured = mpishare.capture(half_of_sums, step)
         with torch.cuda.stream(torch.cuda.Stream(place)):
             u[1:-1] = torch.tensor(whole[mine], device=place)
             for each in (*[step] * 4, *[captured] * 4):
