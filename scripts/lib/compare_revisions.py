@@ -285,15 +285,13 @@ def synchronized(side: Side, stack: ExitStack, *, make: Operation) -> tuple[Call
     return lambda: (call(), side.sync()), brought
 
 
-def operations(backend: str, words: str, without: str) -> dict[str, Operation]:
+def operations(backend: str, words: str, without: list[str]) -> dict[str, Operation]:
     """What is timed: all whose names have these words, and none of those."""
     waiting = {
         f"{name}, synchronized": partial(synchronized, make=ORDERED[name]) for name in ORDERED
     }
     found = {**ORDERED, **(waiting if backend == "cuda" else {}), **BLOCKING}
-    named = {name: make for name, make in found.items() if words in name}
-    left_out = [each.strip() for each in without.split(",") if each.strip()]
-    return {n: make for n, make in named.items() if not any(each in n for each in left_out)}
+    return {n: m for n, m in found.items() if words in n and not any(w in n for w in without)}
 
 
 class Comparison:
@@ -384,9 +382,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--seconds", type=float, help="of all timing together")
     parser.add_argument("--passes", type=int, help="how often all is made anew")
     parser.add_argument("--only", metavar="WORDS", default="", help="operations with these words")
-    parser.add_argument(
-        "--without", metavar="WORDS,...", default="", help="none with these: A may be too old"
-    )
+    parser.add_argument("--without", metavar="WORDS", action="append", default=[])
     options = parser.parse_args(words)
     if options.export:
         export(options.export, options.exported)
