@@ -86,6 +86,7 @@ class AcrossNodes(PlanEngine):
     ) -> None:
         comm, dtype, layout = setup.comm, operation.dtype, setup.mine[0]
         self._comm, self._name, self._call = comm, setup.name, call
+        self._subject = f"{setup.name}: {call}"
         self._agreement = setup.context.agreement
         self._memory_barrier = setup.context.memory_barrier
         self._spins_per_yield = setup.context.spins_per_yield
@@ -109,7 +110,7 @@ class AcrossNodes(PlanEngine):
         # Pinned on CUDA, which makes copies faster. Of ranks that are alone each folds for itself,
         # in memory of its own.
         shared_nbytes = SLOT_NBYTES + (not self._is_alone) * nbytes
-        self._memory = comm.take_memory(f"{setup.name}: {call}", shared_nbytes)
+        self._memory = comm.take_memory(self._subject, shared_nbytes)
         self._done = self._memory.buffer[:SLOT_NBYTES].cast("Q")
         """Its first word: the last epoch with a complete result."""
         self.result: Array | None = None
@@ -134,7 +135,7 @@ class AcrossNodes(PlanEngine):
             return own + (1 + self._is_alone) * nbytes
 
         try:
-            own = comm.step(f"{setup.name}: {call}", make)[comm.rank]
+            own = comm.step(self._subject, make)[comm.rank]
         except BaseException:
             self.close()
             raise
@@ -146,7 +147,7 @@ class AcrossNodes(PlanEngine):
         That of a node must come from a reduction in which its ranks waited for each other: then no
         rank still reads the memory that the leader overwrites.
         """
-        with self._agreement.blocked(self._call):
+        with self._agreement.blocked(self._subject):
             if self.rank == self._leader:
                 self._exchange(field, stream)
             if not self._is_alone:
@@ -213,8 +214,7 @@ class AcrossNodes(PlanEngine):
             self._memory_barrier()
             self._done[0] = epoch
         elif not spin_until(self._done, 0, epoch, self._spins_per_yield):
-            call = f"{self._name}: {self._call}"
-            self._comm.wait(call, lambda: [self._leader] if self._done[0] < epoch else [])
+            self._comm.wait(self._subject, lambda: [self._leader] if self._done[0] < epoch else [])
         self._memory_barrier()
 
     def close(self) -> None:
