@@ -87,8 +87,8 @@ class Agreement(Waits):
     def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """Do a step whose work returns any object for this rank, and its reply to all ranks.
 
-        Return that object, and the replies of all ranks. What is no `Exception`, as an interrupt,
-        is no failure of the work either: it ends the node.
+        Return that object, and the replies of all ranks. An `Exception` is a failure of the work,
+        and leaves the node whole; an interrupt ends the node.
         """
         self._require_collective(call)
         self.begin_step(call)

@@ -74,7 +74,7 @@ class _Slots:
 
 
 class SlotPair:
-    """The rows that go to one peer on this node, and those that come from it.
+    """The rows sent to one peer on this node, and those received from it.
 
     `there` are the peer's headers for what goes, `here` this rank's for what comes.
     """

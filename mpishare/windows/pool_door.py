@@ -31,7 +31,7 @@ _N_FILES = 3  # of the memory, of the table of its blocks, and of the process's 
 
 
 class PoolDoor:
-    """Lends the memory of a pool to other processes, of which so many are ranks of the node."""
+    """Lends the memory of a pool to the `nranks` ranks of the node, and to processes outside."""
 
     def __init__(
         self, fd_server: FdServer, key: bytes, backend: Backend, blocks: OwnBlocks, nranks: int
