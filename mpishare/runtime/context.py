@@ -376,9 +376,10 @@ class NodeContext:
             agreement.check_whole()
             agreement.progress()
 
-        with agreement.blocked(call):
-            if not poll(is_done, agreement.timeout_s, look):
-                raise self.stream_timeout(call)
+        if not is_done():  # raises while the stream is captured: no wait has begun
+            with agreement.blocked(call):
+                if not poll(is_done, agreement.timeout_s, look):
+                    raise self.stream_timeout(call)
         self.check_released()
 
     def drain(self, call: str) -> None:

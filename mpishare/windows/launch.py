@@ -47,8 +47,8 @@ def launch_kernel(
     if time_sliced_gpus:
         raise UnsupportedError(
             f"{_CALL} failed: ranks share {time_sliced_gpus[0][:12]} without the Multi-Process "
-            "Service: while one waits in a kernel, the other does not run. Start "
-            "`nvidia-cuda-mps-control -d` before the job, or give each rank a GPU of its own"
+            "Service: while one waits in a kernel, the other does not run. Start by "
+            "`python -m mpishare.mps mpirun ...`, or give each rank a GPU of its own"
         )
     fits, launch = devices[0].fits, (kernel, prod(grid), prod(block), shared_mem)
     if launch not in fits:
