@@ -267,6 +267,11 @@ class Backend(ABC):
     def wait_event(self, event: Any, stream: int) -> None:
         """Let a stream wait for the latest record of an event."""
 
+    def order(self, event: Any, first: int, then: int) -> None:
+        """Let what comes on stream `then` wait for what is on `first`."""
+        self.record(event, first)
+        self.wait_event(event, then)
+
     def is_event_done(self, event: Any) -> bool:
         """Whether the latest record of an event is done; True if it was never recorded."""
         return True

@@ -26,7 +26,7 @@ _NOT_READY = 600
 _CAPTURE_IMPLICIT = 906
 # CuPy's functions take a third of the time of cuda.bindings or ctypes.
 _is_capturing = cupy.cuda.runtime.streamIsCapturing
-_launch_graph = cupy.cuda.runtime.graphLaunch
+graph_launch = cupy.cuda.runtime.graphLaunch
 _launch_kernel = cupy.cuda.driver.launchKernel
 _DriverError = cupy.cuda.driver.CUDADriverError
 _WAIT_64, _WRITE_64 = 4, 5
@@ -363,7 +363,7 @@ class InOrder:
 
 def launch_graph(graph: int, stream: int, where: str) -> None:
     try:
-        _launch_graph(graph, stream)
+        graph_launch(graph, stream)
     except cupy.cuda.runtime.CUDARuntimeError as failure:
         # The runtime's error codes equal the driver's.
         raise error("cudaGraphLaunch", failure.status, where) from None

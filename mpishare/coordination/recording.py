@@ -28,13 +28,11 @@ class Replayable(Protocol):
     @property
     def name(self) -> str: ...  # of the plan, for errors
     @property
-    def is_closed(self) -> bool: ...  # then the memory that its launches use is gone
-    @property
     def agreement(self) -> Waits: ...  # of its node
     @property
     def chains(self) -> Sequence[Any]: ...  # that a call follows: a replay does, too
     @property
-    def calls(self) -> Any: ...  # one word: the number of exchanges that this rank has called
+    def calls(self) -> Any: ...  # one word: how many this rank has made; none once it is closed
     @property
     def nccl(self) -> Any: ...  # its `NcclRanks`, or None
     @property

@@ -106,7 +106,7 @@ class CudaRuns(Runs):
                 if each.lasting != handle:
                     return run(arguments)
             for engine, _ in captured.calls:
-                if engine.is_closed or engine.agreement.life.failure is not None:
+                if not engine.calls or engine.agreement.life.failure is not None:
                     return run(arguments)
             launch_graph(captured.graph.handle, handle, where)
             for engine, count in captured.calls:
@@ -247,7 +247,7 @@ class CudaRuns(Runs):
         """Launch a graph, as if its calls were made now; `made` runs of the loop came before."""
         handle, owner, stays_alive, _ = stream
         for engine, _ in captured.calls:
-            if engine.is_closed:
+            if not engine.calls:
                 raise ClosedError(f"{self._name} failed: its graph uses {engine.name}, now closed")
             engine.agreement.check()
         for chain in captured.chains:

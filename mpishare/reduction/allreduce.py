@@ -235,14 +235,18 @@ class Allreduce(BasePlan):
         ValueError
             Where the plan's operation is not ``"sum"``. Other errors as in `reduce`.
         """
-        self._check("dot")
-        self._require_sum()
+        agreement = self._agreement
+        if self._is_closed or agreement.life.failure or get_ident() != agreement.thread:
+            self._check("dot")
+        if self._operation.name != "sum":
+            self._require_sum()
+        by_host = self._by_host
         try:
-            if self._by_host:
+            if by_host:
                 self._refuse_capture("dot", x, stream)
             result = self._engine.dot(x, y, out, stream)
-            if self._exact is None:
-                for each in self._by_host.get("dot", ()):
+            if by_host and self._exact is None:
+                for each in by_host.get("dot", ()):
                     each.reduce(result, stream)
         except BaseException as error:
             self._fail("dot", error)

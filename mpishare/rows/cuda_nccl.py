@@ -79,8 +79,7 @@ class NcclRows:
             return
         handle, _, _, is_captured = entered
         own = self._engine._stream, self._engine, True, is_captured
-        self._backend.record(self._packed, handle)
-        self._backend.wait_event(self._packed, own[0])
+        self._backend.order(self._packed, handle, own[0])
         self._engine._in_order(lambda: self._send(own[0]), own)
         self._backend.record(self._came, own[0])
 

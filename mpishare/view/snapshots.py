@@ -225,8 +225,7 @@ class HostCopies:
         slot, backend, own = self._slot, self._backend, self._stream
         place = number % slot.buffers
         buffer, marks = self._buffer, self._source + slot.buffers * slot.step
-        backend.record(self._event, stream)
-        backend.wait_event(self._event, own)
+        backend.order(self._event, stream, own)
         if slot.nbytes:
             backend.copy(buffer, self._source + place * slot.step, slot.nbytes, own)
         # The mark has another number by now if the buffer was overwritten meanwhile.

@@ -76,6 +76,11 @@ class Epochs:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
+        # Functions, not methods: a dropped object would live until a collection of cycles. On a
+        # stream a wait costs the host as much as a write.
+        has_streams = self._has_streams
+        self._write = Epochs._enqueue if has_streams else Epochs._store
+        self._await = Epochs._enqueue if has_streams else Epochs._poll
         self._epoch = 0
         self._rounds, self._waits = context.fence_rounds
         self._operations = len(self._rounds) + len(self._waits)
@@ -171,7 +176,7 @@ class Epochs:
                 f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
                 "still open. Call wait() first."
             )
-        self._write(group.post, stream)
+        self._write(self, group.post, stream)
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Stream | None = None) -> None:
@@ -200,7 +205,7 @@ class Epochs:
                 f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
                 "still open. Call complete() first."
             )
-        self._await(group.start, stream)
+        self._await(self, group.start, stream)
         self._access = group
 
     def complete(self, stream: Stream | None = None) -> None:
@@ -219,7 +224,7 @@ class Epochs:
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
         group = self._access
-        self._write(group.complete, stream)
+        self._write(self, group.complete, stream)
         self._access = None
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -238,7 +243,7 @@ class Epochs:
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
         group = self._exposure
-        self._await(group.wait, stream)
+        self._await(self, group.wait, stream)
         self._exposure = None
 
     # --- counters, on streams or by the host itself
@@ -250,13 +255,11 @@ class Epochs:
             if op.signals is None:
                 op.signals = self._prepare([(op.kind, slot) for _, slot in op.places])
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
-        chain.leave()
+        if not chain.stays_alive:
+            chain.leave()
         op.count()
 
-    def _write(self, op: CounterOp, stream: Any) -> None:
-        if self._has_streams:
-            self._enqueue(op, stream)
-            return
+    def _store(self, op: CounterOp, stream: Any) -> None:
         if stream is not None:
             handle_of(stream)
         view, counts = self._view, op.counts
@@ -265,21 +268,18 @@ class Epochs:
             view[slot] = counts[rank] + 1
         op.count()
 
-    def _await(self, op: CounterOp, stream: Any) -> None:
-        if self._has_streams:
-            self._enqueue(op, stream)
-            return
+    def _poll(self, op: CounterOp, stream: Any) -> None:
         if stream is not None:
             handle_of(stream)
-        view, counts = self._view, op.counts
-        waits = [(rank, slot, counts[rank] + 1) for rank, slot in op.places]
+        view, counts, places = self._view, op.counts, op.places
         agreement = self._agreement
         thread, agreement.thread = agreement.thread, NO_THREAD  # `Blocked` by hand, as in `fence`
         try:
-            for _, slot, value in waits:
+            for rank, slot in places:
+                value = counts[rank] + 1
                 if view[slot] < value and not spin_until(view, slot, value, self._spins_per_yield):
                     call = f"{self.name}: {op.call}"
-                    agreement.wait(call, lambda: [r for r, s, v in waits if view[s] < v])
+                    agreement.wait(call, lambda: [r for r, s in places if view[s] <= counts[r]])
         except BaseException as error:
             agreement.life.leave(f"{self.name}: {op.call}", error)
             raise

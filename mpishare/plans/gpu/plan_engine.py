@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
+from mpishare.coordination.counters import NO_WORDS
 from mpishare.errors import UnsupportedError
 from mpishare.plans.engine import PlanEngine
 from mpishare.plans.gpu.fields import current_stream, is_captured
@@ -30,6 +31,7 @@ class CudaPlanEngine(PlanEngine):
 
     staging_nbytes: int
     has_imports = True
+    calls: memoryview  # see `Replayable`; read at each replay
     _buffers: PlanBuffers
     _flags: PinnedFlags
     _has_stream_waits: bool  # on any rank
@@ -51,6 +53,7 @@ class CudaPlanEngine(PlanEngine):
         self._flags = self._buffers.flags
         try:
             self._buffers.create()
+            self.calls = self._flags.calls
             self._comm.step(self.name, build)
         except BaseException:
             self._buffers.undo()
@@ -61,14 +64,6 @@ class CudaPlanEngine(PlanEngine):
     def _join_order(self) -> None:
         """Order the engine's kernels, which wait, with those of others on this GPU."""
         self._order = LaunchOrder.join(self._backend)
-
-    @property
-    def calls(self) -> memoryview:
-        return self._flags.calls
-
-    @property
-    def is_closed(self) -> bool:
-        return not self._flags.calls
 
     @property
     def chains(self) -> Sequence[StreamChain]:
@@ -173,6 +168,7 @@ class CudaPlanEngine(PlanEngine):
     def close(self) -> None:
         self._close_launches()
         self._buffers.close()
+        self.calls = NO_WORDS
         self._chain.end()
         if self._order is not None:
             self._order.leave()

@@ -16,7 +16,7 @@ from weakref import ref
 
 import cupy
 
-from mpishare.backends.driver import launch_graph
+from mpishare.backends import driver
 from mpishare.coordination.recording import UNDER_WAY
 from mpishare.plans.gpu.graphs import key_of
 from mpishare.plans.gpu.tensors import TensorAddresses, current_stream
@@ -36,6 +36,7 @@ LastStream = Callable[..., "int | None"]
 """See `bind_last_stream`."""
 
 _Array = cupy.ndarray
+_RuntimeError = cupy.cuda.runtime.CUDARuntimeError
 _layout_of = attrgetter("shape", "strides", "dtype")
 _layout_of_empty = attrgetter("shape", "dtype")  # whose strides are any
 _MAX_SEEN = 64
@@ -122,7 +123,7 @@ def bind_replay(
     flags: PinnedFlags,
     where: str,
     first: Callable[[Any, int], bool] = never,
-    enqueue: Callable[[Any, int, str], None] = launch_graph,
+    enqueue: Callable[[Any, int], None] = driver.graph_launch,
     *,
     with_tensors: bool = True,
 ) -> FastCall:
@@ -157,7 +158,10 @@ def bind_replay(
         graph = find(key)
         if graph is None:
             return first(key, handle)
-        enqueue(graph, handle, where)
+        try:  # as `launch_graph`, without a call
+            enqueue(graph, handle)
+        except _RuntimeError as failure:
+            raise driver.error("cudaGraphLaunch", failure.status, where) from None
         flags.calls[0] += 1
         return True
 
@@ -229,7 +233,7 @@ def bind_replay_of_one(
         graph = handles.get(found[2] if found[0]() is array else lookup(array))
         if graph is None or (handle := last_stream()) is None:
             return False
-        launch_graph(graph, handle, where)
+        driver.launch_graph(graph, handle, where)
         flags.calls[0] += 1
         return True
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.backends.driver import launch_graph
+from mpishare.backends.driver import graph_launch
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.exchange.cuda.buffers import Buffers
 from mpishare.plans.exchange.cuda.direction import Direction
@@ -92,7 +92,7 @@ class CudaEngine(CudaPlanEngine):
         if whole is not None:
             first = functools.partial(self._launch_first, whole)
             self._try_exchange = replay_of(
-                handles[0].get, bind(order), first=first, enqueue=self._after_slides(launch_graph)
+                handles[0].get, bind(order), first=first, enqueue=self._after_slides(graph_launch)
             )
         if fused is not None and streamed is None:
             first = functools.partial(self._launch_first, fused.beside, own=own)
@@ -117,9 +117,9 @@ class CudaEngine(CudaPlanEngine):
         if not slides:
             return enqueue
 
-        def enqueue_both(found: Any, handle: int, where: str) -> None:
+        def enqueue_both(found: Any, handle: int) -> None:
             slides.enqueue(handle, shifts.values)
-            enqueue(found, handle, where)
+            enqueue(found, handle)
 
         return enqueue_both
 
@@ -132,6 +132,9 @@ class CudaEngine(CudaPlanEngine):
         self._events += [backend.local_event() for _ in range(3)]
         # For fields as they usually are, aligned to the widest unit, and for any others.
         for are_usual in (True, False):
+            if not are_usual and self._serve_all(self._launches[0]):
+                self._launches *= 2  # to make others would take a tenth of the plan's time
+                break
             alignments = [ALIGN] * len(self._layouts) if are_usual else self._alignments
             arguments = direction, buffers, launcher, alignments
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
@@ -148,6 +151,11 @@ class CudaEngine(CudaPlanEngine):
         launcher.slides.enqueue(self._stream, [0] * len(self._shifts.values))
         # Until all uploads have arrived, kernels are loaded, and no other plan's kernel runs.
         self._context.drain(self.name)
+
+    def _serve_all(self, usual: Launches) -> bool:
+        """Whether the launches for fields as they usually are are right for any others."""
+        streamed, fused, _ = usual
+        return streamed is None and fused is not None and fused.is_for(self._alignments)
 
     def require(self, fields: Sequence[Any]) -> Call:
         """Check the fields of a call, and choose its launches."""
@@ -235,8 +243,7 @@ class CudaEngine(CudaPlanEngine):
         if streamed is not None and streamed.nccl is not None:
             # Behind the fused kernel: side by side the two could each wait for room on a GPU that
             # the other fills.
-            self._backend.record(self._packed, handle)
-            self._backend.wait_event(self._packed, self._stream)
+            self._backend.order(self._packed, handle, self._stream)
             self._in_order(functools.partial(streamed.nccl.enqueue, self._stream), own)
         self._flags.calls[0] += 1
 
@@ -274,13 +281,12 @@ class CudaEngine(CudaPlanEngine):
         self._launcher.close()
 
     def _follow_user(self, handle: int) -> None:
-        self._backend.record(self._forked, handle)
-        self._backend.wait_event(self._forked, self._stream)
+        self._backend.order(self._forked, handle, self._stream)
 
-    def _fork(self, graph: int, handle: int, where: str) -> None:
+    def _fork(self, graph: int, handle: int) -> None:
         """Launch a graph on the plan's own stream, after the work on the user's."""
         self._follow_user(handle)
-        launch_graph(graph, self._stream, where)
+        graph_launch(graph, self._stream)
 
     def _usual_addresses(self, key: Any) -> tuple[int, ...] | None:
         """Return the addresses of a key if the fields there are right, and as they usually are."""
@@ -305,8 +311,7 @@ class CudaEngine(CudaPlanEngine):
 
     def _join(self, handle: int) -> None:
         """Let the user's stream wait for the plan's own."""
-        self._backend.record(self._joined, self._stream)
-        self._backend.wait_event(self._joined, handle)
+        self._backend.order(self._joined, self._stream, handle)
 
     def _enter_call(self, name: str, call: Call, stream: Any) -> StreamInfo:
         entered = self._enter(name, call[0], stream)

@@ -15,7 +15,9 @@ from mpishare.plans.exchange.cuda.records import (
     UNPACK,
 )
 from mpishare.plans.exchange.cuda.regions import added_regions
+from mpishare.plans.exchange.cuda.work_items import LL_UNIT
 from mpishare.plans.gpu.graphs import GraphCache
+from mpishare.plans.message import ALIGN
 from mpishare.runtime.route import FUSED
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Fused:
             Copies(direction, buffers, work).add()
         else:
             self._add_parts(work, direction, buffers)
+        self._is_ll, self._alignments = work.is_ll, alignments
         prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
@@ -85,6 +88,10 @@ class Fused:
         for key, part in direction.received(FUSED):
             slot = buffers.slot(key, part)
             work.add_copy(UNPACK if slot.flags else GET_LL, part, slot)
+
+    def is_for(self, alignments: Sequence[int]) -> bool:
+        """Whether these launches are right for fields of other alignments, too."""
+        return self._is_ll and min([*alignments, *self._alignments], default=ALIGN) >= LL_UNIT
 
     def close(self) -> None:
         self.alone.close()
