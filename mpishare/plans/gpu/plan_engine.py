@@ -53,13 +53,12 @@ class CudaPlanEngine(PlanEngine):
         self._flags = self._buffers.flags
         try:
             self._buffers.create()
-            self.calls = self._flags.calls
             self._comm.step(self.name, build)
         except BaseException:
             self._buffers.undo()
             self._close_launches()
             raise
-        self.staging_nbytes = self._buffers.nbytes
+        self.calls, self.staging_nbytes = self._flags.calls, self._buffers.nbytes
 
     def _join_order(self) -> None:
         """Order the engine's kernels, which wait, with those of others on this GPU."""
