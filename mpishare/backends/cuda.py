@@ -233,7 +233,8 @@ class CudaBackend(Backend):
             _event_record(event, first)
             _stream_wait_event(then, event)
         except _RuntimeError as failure:
-            raise driver.error("cuStreamWaitEvent", failure.status, self._where) from None
+            call = "cuEventRecord, cuStreamWaitEvent"
+            raise driver.error(call, failure.status, self._where) from None
 
     def wait_event(self, event: Any, stream: int) -> None:
         try:

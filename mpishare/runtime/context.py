@@ -18,6 +18,7 @@ from mpishare.coordination.life import Event
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.objects import Children, Dropped, NodeObject
 from mpishare.coordination.poll import RADIX, Fence, poll, rounds
+from mpishare.coordination.recording import require_none
 from mpishare.errors import CudaError
 from mpishare.memory.arguments import is_int
 from mpishare.memory.fd_server import FdServer
@@ -365,6 +366,7 @@ class NodeContext:
         handle, owner = backend.stream(stream)
         if not backend.has_streams:
             return
+        require_none(call, "what is captured runs with a replay, so that the wait would not end")
         self.wait_until(lambda: backend.is_done(handle), call)
         del owner  # keeps the stream alive until here
 
@@ -376,10 +378,9 @@ class NodeContext:
             agreement.check_whole()
             agreement.progress()
 
-        if not is_done():  # raises while the stream is captured: no wait has begun
-            with agreement.blocked(call):
-                if not poll(is_done, agreement.timeout_s, look):
-                    raise self.stream_timeout(call)
+        with agreement.blocked(call):
+            if not poll(is_done, agreement.timeout_s, look):
+                raise self.stream_timeout(call)
         self.check_released()
 
     def drain(self, call: str) -> None:

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mpishare.coordination.counters import RELEASED, whole_slots
+from mpishare.coordination.counters import NO_WORDS, RELEASED, whole_slots
 from mpishare.coordination.life import Event
 from mpishare.errors import overwritten
 from mpishare.runtime.context import NodeObject
@@ -115,7 +115,7 @@ class WindowDevice(NodeObject):
         if self._is_closed:
             return
         self._context.begin_close(f"{self.name}: close")
-        self._is_closed = True
+        self._is_closed, self.calls = True, NO_WORDS
         # It has forgotten a window that was dropped in a cycle.
         self.of_address.pop(self.abort, None)
         self._context.unregister(self)
@@ -124,7 +124,7 @@ class WindowDevice(NodeObject):
         self._words.close()
 
     def _abandon(self) -> None:
-        self._is_closed = True
+        self._is_closed, self.calls = True, NO_WORDS
         self._context.unregister(self)
 
     def _pending(self) -> list[int]:

@@ -242,6 +242,18 @@ def test_a_launch_without_a_window_is_refused(node, kernels):
         _ = window.device
 
 
+def test_a_replay_behind_the_end_of_its_window_is_refused(node, kernels):
+    ring = Ring(node, kernels)
+    step = mpishare.capture(node, ring.run)
+    for _ in range(4):
+        step()
+    assert ring.is_right_after(4)
+    ring.window.close()
+    with pytest.raises(ClosedError, match=r"its graph uses .* now closed"):
+        step()
+    step.close()
+
+
 def test_a_launch_beside_the_captured_stream_is_refused(node, kernels, streams):
     ring = Ring(node, kernels)
 

@@ -162,12 +162,12 @@ class CudaPlanEngine(PlanEngine):
         self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
+        self.calls = NO_WORDS  # so that no step replays them
         self._buffers.release()
 
     def close(self) -> None:
         self._close_launches()
         self._buffers.close()
-        self.calls = NO_WORDS
         self._chain.end()
         if self._order is not None:
             self._order.leave()
