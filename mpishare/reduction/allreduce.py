@@ -238,8 +238,7 @@ class Allreduce(BasePlan):
         agreement = self._agreement
         if self._is_closed or agreement.life.failure or get_ident() != agreement.thread:
             self._check("dot")
-        if self._operation.name != "sum":
-            self._require_sum()
+        self._require_sum()
         by_host = self._by_host
         try:
             if by_host:

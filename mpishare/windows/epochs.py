@@ -78,9 +78,8 @@ class Epochs:
         self._chain = StreamChain(context.backend, name)
         # Functions, not methods: a dropped object would live until a collection of cycles. On a
         # stream a wait costs the host as much as a write.
-        has_streams = self._has_streams
-        self._write = Epochs._enqueue if has_streams else Epochs._store
-        self._await = Epochs._enqueue if has_streams else Epochs._poll
+        self._write = Epochs._enqueue if self._has_streams else Epochs._store
+        self._await = Epochs._enqueue if self._has_streams else Epochs._poll
         self._epoch = 0
         self._rounds, self._waits = context.fence_rounds
         self._operations = len(self._rounds) + len(self._waits)
