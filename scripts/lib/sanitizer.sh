@@ -2,12 +2,12 @@
 # Sourced by scripts/test-gpu: run tests under compute-sanitizer, and say what it found.
 
 # Of CUDA's own errors none are reported: cuda.bindings and CuPy ask the driver for symbols that it
-# may lack (cuGetProcAddress), and what else fails raises in the program itself.
-sanitizer_options=(--report-api-errors no --error-exitcode 99)
+# may lack (cuGetProcAddress), and what else fails raises in the program itself. For backtraces of the
+# host a tool keeps the Python frames of each launch, and so the arrays in them.
+sanitizer_options=(--report-api-errors no --show-backtrace device --error-exitcode 99)
 
-# Tests that launch each kernel in each of its forms. Few, small and none with many steps or a held
-# stream: under a tool kernels are up to a hundred times slower, and a launch behind a held stream
-# waits.
+# Tests that launch each kernel in each of its forms: few, small and of few steps, since under a tool
+# kernels are up to a hundred times slower, and none with a held stream, behind which a launch waits.
 in_fused=(
   'test_faces_of_every_size['{8-f8-aligned,8-u1-shifted,4096-u1-shifted,131072-f4-aligned}']'
   'test_faces_of_every_size['{131088-f8-aligned,131088-u1-shifted}']'
